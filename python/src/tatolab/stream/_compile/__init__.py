@@ -1,0 +1,1 @@
+"""Compiling a stream: docs/compile-protocol.md."""

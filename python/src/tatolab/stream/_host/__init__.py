@@ -1,0 +1,1 @@
+"""Running a node: docs/node-protocol.md."""

@@ -1,0 +1,1 @@
+"""How the runtime lends this package to a project's interpreter."""
