@@ -198,7 +198,7 @@ func TestVirtualCameraSize(t *testing.T) {
 	p := start(t, map[string]any{"device_id": loopback})
 	same(t, p.Frame())
 	sizes <- [2]int{641, 90}
-	s.Condition("failed", "it keeps to 320x180 YUYV, as long as it is open in ")
+	s.Condition(control.Unfit, "it keeps to 320x180 YUYV, as long as it is open in ")
 	p.Stop()
 	s.Said(loopback + " (Tatolab) shows 640x90 YUYV")
 	p = start(t, map[string]any{"device_id": loopback})
