@@ -24,7 +24,7 @@ const (
 	MaxBag     = 64 << 20  // bytes of a bag at all
 	MaxPixels  = 1 << 30   // bytes of one picture
 	MaxHeld    = 8         // frames a reader may hold per link
-	MaxPending = 8         // slots acquired and not yet published
+	MaxPending = 16        // slots that the producer itself has, unpublished or not
 	Window     = 16        // bags an ordered reader may lie behind
 	maxSlots   = 1<<16 - 1 // slots of a pool
 	maxMessage = 4096      // bytes of a datagram on a link socket

@@ -9,7 +9,17 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, TypedDict, get_args, get_origin, get_type_hints
+from typing import (  # noqa: UP035
+    Any,
+    Dict,
+    List,
+    Literal,
+    Tuple,
+    TypedDict,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import pytest
 
@@ -29,7 +39,7 @@ from tatolab.stream import (
     stream,
 )
 from tatolab.stream._builtins import BUILTINS
-from tatolab.stream._config import MAX_DEPTH, config_class, schema
+from tatolab.stream._config import MAX_DEPTH, ConfigError, build, config_class, schema
 from tatolab.stream._limits import Between, limits
 from tatolab.stream._names import cast
 from tatolab.stream._node import declaration_of
@@ -488,6 +498,38 @@ def test_config_annotations(source: str, texts: list[str]) -> None:
         config_class(declared)
     for text in texts:
         assert text in str(caught.value)
+
+
+@dataclasses.dataclass
+class Loose:
+    """Written as people write who never heard of generics."""
+
+    some: List = dataclasses.field(default_factory=list)  # noqa: UP006  # pyright: ignore
+    pair: Tuple = ()  # noqa: UP006  # pyright: ignore
+    none: tuple[()] = ()
+    names: Dict = dataclasses.field(default_factory=dict)  # noqa: UP006  # pyright: ignore
+
+
+def test_bare_generics() -> None:
+    value = {"some": [1, "x"], "pair": [1, None], "names": {"a": 1}}
+    assert build(value, Loose, "config", closed=True) == Loose([1, "x"], (1, None), (), {"a": 1})
+    for wrong in ({"some": 3}, {"names": []}, {"none": [1]}):
+        with pytest.raises(ConfigError):
+            build(wrong, Loose, "config", closed=True)
+
+    @node
+    class Takes:
+        @node.input()
+        def bags(self) -> None: ...
+
+        def __init__(self, config: Loose) -> None: ...
+
+        def process(self, ctx: Any) -> None: ...
+
+    declared = declaration_of(Takes)
+    assert declared
+    properties = schema(declared)["properties"]
+    assert (properties["some"]["type"], properties["names"]["type"]) == ("array", "object")
 
 
 def limited() -> list[Any]:

@@ -110,6 +110,44 @@ def test_bags_and_pictures(rig: Rig, size: int) -> None:
     assert reader.read() is None
 
 
+def test_a_picture_that_its_maker_keeps_stays(rig: Rig) -> None:
+    reader = Input(rig.waiter)
+    rig.link(reader)
+    kept = []
+    for value in range(3):
+        kept.append(rig.output.acquire(SMALL))
+        kept[-1].memory[:] = bytes([value]) * SMALL.size
+        rig.output.publish(b"", 0, kept[-1])
+    for value in range(10, 110):
+        rig.publish(picture=value)
+        bag = reader.read(hold=True)
+        assert bag and bag.frame and bag.frame.memory[0] == value
+    for value, slot in enumerate(kept):
+        assert bytes(slot.memory) == bytes([value]) * SMALL.size
+
+
+class Nanoseconds:
+    """An integer that is no int, like those of numpy."""
+
+    def __index__(self) -> int:
+        return 7
+
+
+def test_timestamps(rig: Rig) -> None:
+    reader = Input(rig.waiter, "ordered")
+    rig.link(reader)
+    rig.output.publish(b"", Nanoseconds(), rig.output.acquire(SMALL))  # pyright: ignore[reportArgumentType]
+    bag = reader.read()
+    assert bag and (bag.sequence, bag.timestamp_ns) == (1, 7)
+    for _ in range(200):
+        for wrong in (1.5, "now", None):
+            with pytest.raises(TypeError):
+                rig.output.publish(b"", wrong, rig.output.acquire(SMALL))  # pyright: ignore[reportArgumentType]
+    rig.publish(picture=1)
+    bag = reader.read()
+    assert bag and bag.sequence == 2, "a refused publication left a hole"
+
+
 def test_a_frame_is_held_by_its_last_view(rig: Rig) -> None:
     reader = Input(rig.waiter)
     rig.link(reader)
@@ -442,6 +480,20 @@ def test_broken_producer(rig: Rig, what: str) -> None:
     assert reader.read(hold=True) is None
     gone = reader.take_gone()
     assert [link.id for link in gone] == [id] and gone[0].why
+
+
+@pytest.mark.parametrize("nonsense", [b"\xff", b"[]", b"[" * 4000, b"{" * 10])
+def test_reader_that_says_nonsense(rig: Rig, nonsense: bytes) -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    id = next(IDS)
+    rig.output.add_link(id, ours.detach())
+    theirs.send(nonsense)
+    eventually(lambda: id in rig.ends)
+    theirs.close()
+    reader = Input(rig.waiter)
+    rig.link(reader)  # others still join
+    rig.publish(picture=1)
+    assert reader.read()
 
 
 @pytest.mark.parametrize("nonsense", [1, 1 << 40, (1 << 64) - 1])

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import socket
 import sys
+import time
+import weakref
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from harness import running, write
-from tatolab.stream import PixelBuffer
+from tatolab.stream import PixelBuffer, VideoFrame
 from tatolab.stream._datapath import Surface
-from tatolab.stream._host.links import OwnMemory
-
-pytest.importorskip("numpy")
+from tatolab.stream._host.links import Links, OwnMemory
 
 NODES = """
     from tatolab.stream import VideoFrame, node, log
@@ -119,3 +125,145 @@ def test_pictures(tmp_path: Path, target: str, reuse: bool, outputs: int) -> Non
             assert node.stop() == 0, name
             assert not node.of("error"), name
             assert "a published picture was written" not in node.logs()
+
+
+class Channel:
+    """Stands where a node's control channel is."""
+
+    def send(self, kind: str, fd: int | None = None, **fields: Any) -> None: ...
+
+    def send_log(self, level: str, message: str, fields: Any, time_ns: int) -> None: ...
+
+
+class Pair:
+    """A node that makes pictures and one that reads them, in this process."""
+
+    def __init__(self, read: bool = True) -> None:
+        channel: Any = Channel()
+        self.maker = Links(channel, {"stream": "s", "node": "maker", "inputs": [], "outputs": ["video"]})
+        ports = [{"port": "video", "profile": "ordered", "links": ["maker/video"]}]
+        self.looker = Links(channel, {"stream": "s", "node": "looker", "inputs": ports, "outputs": []})
+        self.maker.open()
+        self.looker.open()
+        if not read:
+            return
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.maker.add({"direction": "out", "id": 1, "port": "video"}, ours.detach())
+        self.looker.add({"direction": "in", "id": 1, "port": "video", "name": "maker/video"}, theirs.detach())
+        end = time.monotonic() + 20
+        while self.maker.open_outputs["video"].joining:
+            assert time.monotonic() < end
+            time.sleep(0.001)
+
+    def close(self) -> None:
+        self.maker.close()
+        self.looker.close()
+
+    def make(self, value: int) -> PixelBuffer:
+        buffer = self.maker.pictures.acquire_pixel_buffer(np.int64(64), 48)  # pyright: ignore[reportArgumentType]
+        buffer.as_numpy()[:] = value
+        return buffer
+
+    def write(self, bag: dict[str, Any], **more: Any) -> None:
+        self.maker.outputs.write("video", bag, **more)
+
+    def read(self) -> VideoFrame:
+        frame = self.looker.inputs.read("video", into=VideoFrame)
+        assert frame is not None
+        return frame
+
+    def value(self) -> int:
+        with self.read().cpu() as image:
+            assert image.min() == image.max()
+            return int(image[0, 0, 0])
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    made = Pair()
+    yield made
+    made.close()
+
+
+def bag_of(buffer: PixelBuffer) -> dict[str, Any]:
+    return {"surface_id": buffer.surface_id, "width": buffer.width, "height": buffer.height, "timestamp_ns": 1}
+
+
+@contextlib.contextmanager
+def without_gc() -> Iterator[None]:
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def test_a_picture_is_written_again(pair: Pair) -> None:
+    card = pair.make(200)
+    pair.write(bag_of(card))
+    assert pair.value() == 200
+    for value in range(100):
+        pair.write(bag_of(pair.make(value)))
+        assert pair.value() == value
+    pair.write(bag_of(card))
+    assert pair.value() == 200
+    assert card.as_numpy().min() == card.as_numpy().max() == 200
+
+
+@pytest.mark.parametrize("read", [True, False])
+def test_pictures_that_are_not_written_go(read: bool) -> None:
+    pair = Pair(read)
+    with without_gc():
+        gone = [weakref.ref(pair.make(1)) for _ in range(300)]
+    assert sum(ref() is not None for ref in gone) < 10
+    pair.close()
+
+
+def test_a_bag_is_enough(pair: Pair) -> None:
+    with without_gc():
+        for first in range(0, 240, 4):
+            bags = [bag_of(pair.make(first + i)) for i in range(4)]
+            for i, bag in enumerate(bags):
+                pair.write(bag)
+                assert pair.value() == first + i
+        lost = bag_of(pair.make(1))
+        kept = [pair.make(2) for _ in range(10)]
+        with pytest.raises(ValueError, match=r"the node has that picture no longer\. Keep what acquire_pixel_buffer"):
+            pair.write(lost)
+        del kept
+
+
+def test_names_of_nothing(pair: Pair) -> None:
+    pair.write({"surface_id": "mispelt", "width": 1, "height": 1, "timestamp_ns": 1})
+    with pytest.raises(RuntimeError, match="'mispelt', names none of its pictures"):
+        pair.read().cpu()
+
+
+def test_timestamps_of_bags(pair: Pair) -> None:
+    for given, bag, want in [
+        (None, {"timestamp_ns": np.int64(5)}, 5),
+        (np.int64(6), {"timestamp_ns": 5}, 6),
+        (-1, {}, -1),
+    ]:
+        pair.write(bag, timestamp_ns=given)
+        assert pair.looker.inputs.read_with_timestamp("video")[1] == want
+    for now in (True, 1.5, "then", 1 << 63):
+        before = time.monotonic_ns()
+        pair.write({"timestamp_ns": now})
+        assert before <= pair.looker.inputs.read_with_timestamp("video")[1] <= time.monotonic_ns()
+    for wrong in (True, 1.5, "then", 1 << 63):
+        with pytest.raises(TypeError, match="timestamp_ns is nanoseconds, an integer of 64 bits"):
+            pair.write({}, timestamp_ns=wrong)
+
+
+@pytest.mark.parametrize("wrong", [0, -1, True, 1.0, "640", 1 << 20, None])
+def test_extents(wrong: Any) -> None:
+    pair = Pair(read=False)
+    with pytest.raises(ValueError, match="height of a picture must be an integer from 1 to 32768"):
+        pair.maker.pictures.acquire_pixel_buffer(640, wrong)
+    pair.close()
+
+
+def test_frames_are_themselves() -> None:
+    frame = VideoFrame("s/n/p#1", 1, 1, 1, color_info=[1, 2, 3, True])
+    assert len({frame, VideoFrame("s/n/p#1", 1, 1, 1, color_info=[1, 2, 3, True])}) == 2

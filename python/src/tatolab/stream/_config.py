@@ -19,7 +19,7 @@ import sys
 import types
 import typing
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal, Union
+from typing import TYPE_CHECKING, Any, Final, Literal, Union
 
 from ._limits import limits
 from ._names import listing
@@ -186,8 +186,24 @@ def _build_class(value: Any, kind: Any, path: str, closed: bool) -> Any:
     return value
 
 
-def _build_generic(value: Any, annotation: Any, path: str, closed: bool) -> Any:
+_LISTS: Final = (list, set, frozenset, collections.abc.Sequence, collections.abc.Iterable)
+_MAPS: Final = (dict, Mapping, collections.abc.MutableMapping)
+
+
+def _parts(annotation: Any) -> tuple[Any, tuple[Any, ...]]:
+    """A generic type and what it is of; of anything where that is not said (`List`)."""
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if arguments or origin is None:
+        return origin, arguments
+    if origin in _LISTS:
+        return origin, (Any,)
+    if origin in _MAPS:
+        return origin, (Any, Any)
+    return origin, (Any, ...) if annotation is typing.Tuple else ()  # noqa: UP006
+
+
+def _build_generic(value: Any, annotation: Any, path: str, closed: bool) -> Any:
+    origin, arguments = _parts(annotation)
     if origin is typing.Annotated:
         built = build(value, arguments[0], path, closed=closed)
         for limit in limits(arguments[1:]):
@@ -211,7 +227,7 @@ def _build_generic(value: Any, annotation: Any, path: str, closed: bool) -> Any:
                 if argument is not type(None):
                     errors.append(str(error))
         raise ConfigError(errors[0] if len(errors) == 1 else f"{path} is {value!r}, not {_type_name(annotation)}")
-    if origin in (list, set, frozenset, collections.abc.Sequence, collections.abc.Iterable):
+    if origin in _LISTS:
         _expect(value, isinstance(value, (list, tuple)), "a list", path)
         items = [build(v, arguments[0], f"{path}[{i}]", closed=closed) for i, v in enumerate(value)]
         collection: Any = origin if origin in (set, frozenset) else list
@@ -224,7 +240,7 @@ def _build_generic(value: Any, annotation: Any, path: str, closed: bool) -> Any:
         return tuple(
             build(v, a, f"{path}[{i}]", closed=closed) for i, (v, a) in enumerate(zip(value, arguments, strict=True))
         )
-    if origin in (dict, Mapping, collections.abc.MutableMapping):
+    if origin in _MAPS:
         _expect(value, isinstance(value, Mapping), "a map", path)
         return {k: build(v, arguments[1], f"{path}[{k!r}]", closed=closed) for k, v in value.items()}
     return value
@@ -343,7 +359,7 @@ def _schema(annotation: Any, inside: tuple[Any, ...]) -> dict[str, Any]:
         return {}
     if annotation in inside:
         return {}  # recursive: not described further
-    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    origin, arguments = _parts(annotation)
     if origin is typing.Annotated:
         body = _schema(arguments[0], inside)
         for limit in limits(arguments[1:]):
@@ -355,7 +371,7 @@ def _schema(annotation: Any, inside: tuple[Any, ...]) -> dict[str, Any]:
         return {"enum": list(arguments)}
     if origin is Union or origin is types.UnionType:
         return {"anyOf": [_schema(a, inside) for a in arguments]}
-    if origin in (list, set, frozenset, collections.abc.Sequence, collections.abc.Iterable):
+    if origin in _LISTS:
         return {"type": "array", "items": _schema(arguments[0], inside)}
     if origin is tuple:
         if len(arguments) == 2 and arguments[1] is ...:
@@ -363,7 +379,7 @@ def _schema(annotation: Any, inside: tuple[Any, ...]) -> dict[str, Any]:
         n = len(arguments)
         items = [_schema(a, inside) for a in arguments]
         return {"type": "array", "prefixItems": items, "minItems": n, "maxItems": n}
-    if origin in (dict, Mapping, collections.abc.MutableMapping):
+    if origin in _MAPS:
         return {"type": "object", "additionalProperties": _schema(arguments[1], inside)}
     if not inspect.isclass(annotation):
         return {}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from types import TracebackType
 
     import numpy as np
@@ -64,7 +64,7 @@ class _CpuAccess:
     ) -> None: ...
 
 
-@dataclass(frozen=True, init=False)
+@dataclass(frozen=True, init=False, eq=False)
 class VideoFrame:
     """A picture that another node published.
 
@@ -133,17 +133,22 @@ class VideoFrame:
         frame._hold(own_pictures.get(frame.surface_id))
         return frame
 
-    def _hold(self, frame: PixelMemory | None) -> None:
-        self.__dict__["_frame"] = frame
+    def _hold(self, frame: PixelMemory | None, read: bool = False) -> None:
+        self.__dict__.update(_frame=frame, _read=read)
 
     def _held(self, what: str) -> PixelMemory:
         frame: PixelMemory | None = self.__dict__.get("_frame")
-        if frame is None:
+        if frame is not None:
+            return frame
+        if self.__dict__.get("_read"):
             raise RuntimeError(
-                f"{what} needs the picture, and this frame does not hold it: "
-                "read it with ctx.inputs.read(port, into=VideoFrame)"
+                f"{what} needs the picture, and the bag came without one: what its node wrote as surface_id, "
+                f"{self.surface_id!r}, names none of its pictures"
             )
-        return frame
+        raise RuntimeError(
+            f"{what} needs the picture, and this frame does not hold it: "
+            "read it with ctx.inputs.read(port, into=VideoFrame)"
+        )
 
     def cpu(self) -> _CpuAccess:
         """The pixels for `with frame.cpu() as image:`, height × width × 4 of uint8, RGBA.
@@ -199,9 +204,10 @@ class PixelBuffer:
     One that the node acquired is its own to write, until it writes a bag that
     names it: from then on the memory is the readers'. `as_numpy` afterwards
     begins the next picture, with what is in this one, under a new `surface_id`.
+    While it is kept, what is in it stays, and can be written again.
     """
 
-    def __init__(self, memory: PixelMemory, renew: Any = None) -> None:
+    def __init__(self, memory: PixelMemory, renew: Callable[[PixelBuffer], PixelMemory] | None = None) -> None:
         self._memory = memory
         self._renew = renew  # makes fresh memory; None for another node's picture
         self._image: Any = None
@@ -227,10 +233,14 @@ class PixelBuffer:
         return "rgba"
 
     def as_numpy(self) -> Image:
-        """The pixels in place, height × width × 4 of uint8, RGBA. Needs numpy."""
+        """The pixels in place, height × width × 4 of uint8, RGBA. Needs numpy.
+
+        Writing the bag makes this array read-only. numpy leaves parts of it that
+        were taken before (`image[..., 0]`) writable: draw no more through those.
+        """
         if self._renew is not None and getattr(self._memory, "published", False):
             before = self._memory
-            self._memory = self._renew()
+            self._memory = self._renew(self)
             self._memory.memory[:] = before.memory
             self._image = None
         if self._image is None:
@@ -249,7 +259,7 @@ class PixelBuffer:
     def __exit__(self, *_: object) -> None: ...
 
     def _written(self) -> None:
-        """The picture was published: arrays given out can no longer be written through."""
+        """The picture was published: the array given out can no longer be written through."""
         if self._image is not None:
             self._image.flags.writeable = False
             self._image = None

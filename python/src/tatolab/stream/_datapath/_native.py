@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ._output import Slot
     from ._shared import Surface
 
-_INTERFACE: Final = 5  # of core.c
+_INTERFACE: Final = 6  # of core.c
 
 PURE: Final = "TATOLAB_PURE_PYTHON"
 """Environment variable: anything but empty does without core."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 import os
 import select
 import socket
@@ -102,8 +103,8 @@ class Slot(SlotBase):
     """Memory for one picture, to be filled and then published.
 
     After its publication the memory is the readers': it must not be written.
-    One that is never published goes back when nothing refers to it, or to
-    ``memory``, any more.
+    It is used again when nothing refers to it, or to ``memory``, any more, and
+    no reader has it.
     """
 
     # surface, surface_id (by which the bag names the picture), memory (its bytes,
@@ -164,19 +165,22 @@ class _Generation(PoolBase):
         words[RING_OWNER] = len(owner)
         self.ring.bytes[8 * RING_OWNER + 8 : 8 * RING_OWNER + 8 + len(owner)] = owner
         words[0] = RING_MAGIC
-        self.state: Final = bytearray(self.slots)  # finalizers set a byte at any time
+        # Finalizers set a byte at any time.
+        self.state: Final = bytearray(self.slots)
+        self.mine: Final = bytearray(self.slots)  # 1: the producer still has views of its own
         self.residents: Final[dict[int, object]] = {}  # by slot
         self.before: dict[int, object] = {}  # those of the generation before: frames of it may be held
         self.touched = 0
         self.retired = first - 1  # the last sequence whose slot was taken back
         pool_address = self.pool.address if self.pool is not None else 0
-        self.bind(self.ring.address, pool_address, self.entries, self.slots, slot_size, self.keep, self.state)
+        state, mine = self.state, self.mine
+        self.bind(self.ring.address, pool_address, self.entries, self.slots, slot_size, self.keep, state, mine)
 
     ring_fd = -1
 
     def take(self, links: Sequence[_Link]) -> int:
         """A slot nobody reads, -1 if there is none."""
-        state = self.state
+        state, mine = self.state, self.mine
         index = state.find(_FREE)
         if index < 0 and state.find(_RETIRED) >= 0:
             # Their stamps were taken back before a fence passed since.
@@ -186,7 +190,7 @@ class _Generation(PoolBase):
                 for cell in range(PAGE_CELLS, PAGE_CELLS + MAX_HELD):
                     claimed.add(page[cell] - 1)
             for slot in range(self.touched):
-                if state[slot] == _RETIRED and slot not in claimed:
+                if state[slot] == _RETIRED and not mine[slot] and slot not in claimed:
                     state[slot] = _FREE
             index = state.find(_FREE)
         if index < 0:
@@ -271,6 +275,7 @@ class _Variant:
 
 def _give_back(generation: _Generation, index: int, acquired: _Acquired) -> None:
     # Runs wherever the last view went, locks held or not.
+    generation.mine[index] = 0
     if not acquired.published:
         generation.state[index] = _FREE
 
@@ -470,6 +475,7 @@ class Output(WriterBase, Forked):
         pool = cast(Mapping, generation.pool)
         # Views may outlive the Slot, so the memory itself is watched.
         array = pool.watch(index * generation.slot_size, size, _give_back, generation, index, acquired)
+        generation.mine[index] = 1
         return Slot(surface, number, surface_id, memoryview(array).cast("B"), generation, index, acquired)
 
     def _claim(self, variant: _Variant, size: int) -> tuple[_Generation, int]:
@@ -479,14 +485,15 @@ class Output(WriterBase, Forked):
         index = generation.take(variant.links)
         if index < 0:
             raise DataPathError(
-                f"no slot of {self.owner} is free: more than {MAX_PENDING} pictures were acquired "
-                "and are kept, unpublished"
+                f"no slot of {self.owner} is free: the node itself keeps more than {MAX_PENDING} of its pictures; "
+                "let go of those, and of arrays of them, that it has no use for"
             )
         return generation, index
 
     def _publish(self, bag: bytes, timestamp_ns: int, slot: Slot | None, *more: Slot) -> int:
         slots = more if slot is None else (slot, *more)
         size = len(bag)
+        timestamp = operator.index(timestamp_ns) & MASK
         with self._lock:
             if self._closed:
                 raise DataPathError(f"cannot publish on {self.owner}: it is closed")
@@ -526,7 +533,7 @@ class Output(WriterBase, Forked):
                 if not STRONG:
                     self._fence()
                 memory = generation.ring.bytes
-                ENTRY_FIELDS.pack_into(memory, at + 8, index + 1, size, bag_at, timestamp_ns & MASK, pixels, *surface)
+                ENTRY_FIELDS.pack_into(memory, at + 8, index + 1, size, bag_at, timestamp, pixels, *surface)
                 if size <= MAX_INLINE:
                     memory[at + ENTRY_BAG : at + ENTRY_BAG + size] = bag
                 if not STRONG:
@@ -537,7 +544,7 @@ class Output(WriterBase, Forked):
                 if not STRONG:
                     self._fence()
                 words[RING_NEWEST] = sequence
-                words[RING_TIMESTAMP] = timestamp_ns & MASK
+                words[RING_TIMESTAMP] = timestamp
                 generation.retire(sequence, variant.ordered)
             self._fence()
             for variant in variants:
@@ -550,7 +557,7 @@ class Output(WriterBase, Forked):
         _keep(slot, slot.generation, slot.index)
 
     def _settle(self, slot: Slot, variants: Sequence[_Variant], plans: Sequence[_Plan]) -> None:
-        """Frees the slot of a picture that had to be copied to another."""
+        """Retires the slot of a picture that had to be copied to another."""
         generation = slot.generation
         for variant, (used, index, _, _, _) in zip(variants, plans, strict=True):
             if variant.format == slot.surface.format:
@@ -558,7 +565,7 @@ class Output(WriterBase, Forked):
             if used is generation and index == slot.index:
                 return
         if generation is not None:
-            generation.state[slot.index] = _FREE
+            generation.state[slot.index] = _RETIRED  # its producer has views of it
 
     def _prepare(self, variant: _Variant, bag: bytes, size: int, slot: Slot | None) -> _Plan:
         """Puts picture and large bag in a slot of the variant."""

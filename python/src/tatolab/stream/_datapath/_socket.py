@@ -52,7 +52,7 @@ def receive(sock: socket.socket) -> tuple[Message, list[int]] | None:
         message: object = json.loads(data)
         if not isinstance(message, dict):
             raise ValueError("not an object")
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         close_all(fds)
         raise DataPathError(f"cannot read a link message: {error}") from None
     return cast(Message, message), fds

@@ -24,7 +24,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#define INTERFACE 5 /* _native.py knows the same */
+#define INTERFACE 6 /* _native.py knows the same */
 
 enum {
 	MAX_INLINE = 4096,
@@ -194,15 +194,17 @@ typedef struct {
 	uint64_t entries; /* words */
 	uint64_t slots, slot_size, keep;
 	unsigned long long retired; /* all sequences up to here were */
-	PyObject *state;	    /* a bytearray, never resized: a byte for each slot */
+	/* bytearrays, never resized, of a byte for each slot */
+	PyObject *state;
+	PyObject *mine; /* 1: the producer still has views of its own */
 } Pool;
 
 static PyObject *pool_bind(PyObject *o, PyObject *args)
 {
 	Pool *self = (Pool *)o;
 	unsigned long long ring, pool, entries, slots, slot_size, keep;
-	PyObject *state;
-	if (!PyArg_ParseTuple(args, "KKKKKKY", &ring, &pool, &entries, &slots, &slot_size, &keep, &state))
+	PyObject *state, *mine;
+	if (!PyArg_ParseTuple(args, "KKKKKKYY", &ring, &pool, &entries, &slots, &slot_size, &keep, &state, &mine))
 		return NULL;
 	self->ring = (word *)(uintptr_t)ring;
 	self->pool = (uint8_t *)(uintptr_t)pool;
@@ -211,16 +213,19 @@ static PyObject *pool_bind(PyObject *o, PyObject *args)
 	self->slot_size = slot_size;
 	self->keep = keep;
 	replace(&self->state, state);
+	replace(&self->mine, mine);
 	Py_RETURN_NONE;
 }
 
 static void pool_dealloc(PyObject *o)
 {
 	Py_XDECREF(((Pool *)o)->state);
+	Py_XDECREF(((Pool *)o)->mine);
 	release(o);
 }
 
 static uint8_t *states(Pool *self) { return (uint8_t *)PyByteArray_AsString(self->state); }
+static uint8_t *mine(Pool *self) { return (uint8_t *)PyByteArray_AsString(self->mine); }
 
 static PyMethodDef pool_methods[] = {{"bind", pool_bind, METH_VARARGS, NULL}, {0}};
 static PyMemberDef pool_members[] = {{"retired", T_ULONGLONG, offsetof(Pool, retired), 0, NULL}, {0}};
@@ -272,6 +277,7 @@ static void pin_dealloc(PyObject *o)
 		Py_DECREF(self->link);
 	}
 	if (self->pool) {
+		mine(self->pool)[self->index] = 0;
 		if (!self->published)
 			states(self->pool)[self->index] = FREE;
 		Py_DECREF(self->pool);
@@ -1158,7 +1164,7 @@ static PyObject *writer_describe(PyObject *o, PyObject *args)
 /* A slot that nobody reads and that was used before, or -1. */
 static int64_t free_slot(Pool *pool, PyObject *peers)
 {
-	uint8_t *state = states(pool);
+	uint8_t *state = states(pool), *kept = mine(pool);
 	uint64_t touched = pool->ring[RING_TOUCHED];
 	uint8_t *found = memchr(state, FREE, touched);
 	if (!found && memchr(state, RETIRED, touched)) {
@@ -1175,7 +1181,7 @@ static int64_t free_slot(Pool *pool, PyObject *peers)
 			}
 		}
 		for (uint64_t slot = 0; slot < touched; slot++)
-			if (state[slot] == RETIRED && !(claimed[slot >> 3] >> (slot & 7) & 1))
+			if (state[slot] == RETIRED && !kept[slot] && !(claimed[slot >> 3] >> (slot & 7) & 1))
 				state[slot] = FREE;
 		found = memchr(state, FREE, touched);
 	}
@@ -1231,6 +1237,7 @@ static PyObject *writer_acquire(PyObject *o, PyObject *const *args, Py_ssize_t n
 		if (pin) {
 			Pool *pool = variant->pool;
 			states(pool)[index] = BUSY;
+			mine(pool)[index] = 1;
 			pin->pool = (Pool *)Py_NewRef((PyObject *)pool);
 			pin->index = (uint64_t)index;
 			pin->memory = pool->pool + (uint64_t)index * pool->slot_size;

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
-from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from .._effects import REFERENCE, GlPicture, PictureInGl, Place, SharedPicture, spare
@@ -16,12 +16,35 @@ if TYPE_CHECKING:
     from .._pixels import PixelBuffer, PixelMemory
     from .channel import Channel
 
-# A result is named by its bag only, which holds nothing. So that it is still
-# there when the bag is written, or given to the next effect, the last ones are
-# kept: a chain of effects within a callback is shorter than this.
+# What a callback makes before it writes the first is fewer than this.
 MAX_KEPT = 8
 MAX_KEPT_BYTES = 256 << 20
 MIN_KEPT = 2
+
+
+class Recent:
+    """Pictures that were made last.
+
+    A bag names its picture and holds nothing. So that the picture is still there
+    when the bag is written, or given to the next effect, the last ones are kept.
+    """
+
+    def __init__(self) -> None:
+        self._kept: list[PixelBuffer] = []
+
+    def add(self, buffer: PixelBuffer) -> None:
+        """Keep one, instead of the oldest if there are many."""
+        kept = self._kept
+        kept.append(buffer)
+        size = sum(4 * each.width * each.height for each in kept)
+        while len(kept) > MAX_KEPT or (size > MAX_KEPT_BYTES and len(kept) > MIN_KEPT):
+            gone = kept.pop(0)
+            size -= 4 * gone.width * gone.height
+
+    def remove(self, buffer: PixelBuffer) -> None:
+        """Keep it no longer."""
+        with contextlib.suppress(ValueError):
+            self._kept.remove(buffer)
 
 
 class GlPictures:
@@ -31,20 +54,12 @@ class GlPictures:
         self.switchboard = Switchboard(channel)
         self.gl = Gl(self.switchboard)
         self._gl_address = address
-        self._kept: deque[PixelBuffer] = deque()
+        self.drawn = Recent()
 
     def name(self, picture: GlPicture) -> str:
         """Give the result of an effect its name."""
         picture.surface_id = f"{self._gl_address}#gl-{picture.process}-{picture.number}"
         return picture.surface_id
-
-    def keep(self, result: PixelBuffer) -> None:
-        """Keep the result of an effect for a while."""
-        self._kept.append(result)
-        size = sum(4 * kept.width * kept.height for kept in self._kept)
-        while len(self._kept) > MAX_KEPT or (size > MAX_KEPT_BYTES and len(self._kept) > MIN_KEPT):
-            gone = self._kept.popleft()
-            size -= 4 * gone.width * gone.height
 
     def reference(self, output: Output, picture: PixelMemory, like: Slot | None) -> Slot:
         """A slot of `output` that names a picture, for nodes that have effects."""

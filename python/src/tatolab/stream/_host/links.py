@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import socket
 import threading
@@ -16,7 +17,7 @@ from .._msgpack import decode_msgpack_bytes_to_python_object, encode_bag_to_msgp
 from .._names import cast, listing
 from .._pixels import MAX_EXTENT, RESIDENT, RGBA, PixelBuffer, VideoFrame, own_pictures
 from ..clock import monotonic_now_ns
-from .gl_pictures import GlPictures, source_of
+from .gl_pictures import GlPictures, Recent, source_of
 
 if TYPE_CHECKING:
     from .._datapath import Bag, End, Frame, Input, Output, Slot, Surface, Waiter
@@ -277,7 +278,7 @@ class Inputs:
         if not isinstance(value, Mapping):
             raise ValueError(f'bag of "{port}" is no map')
         frame = into.from_bag(value)
-        frame._hold(self._links.pictures.held(bag.frame))  # pyright: ignore[reportPrivateUsage]
+        frame._hold(self._links.pictures.held(bag.frame), read=True)  # pyright: ignore[reportPrivateUsage]
         return frame
 
 
@@ -297,12 +298,14 @@ class Outputs:
         output = self._links.open_outputs.get(port)
         # Nothing is encoded for nobody.
         if output is not None and output.readers > 0:
-            if timestamp_ns is None:
-                own = bag.get("timestamp_ns")
-                timestamp_ns = own if isinstance(own, int) else monotonic_now_ns()
-            self._publish(port, output, bag, surface_id, buffer, timestamp_ns)
+            stamp = _timestamp(bag.get("timestamp_ns") if timestamp_ns is None else timestamp_ns)
+            if stamp is None and timestamp_ns is not None:
+                raise TypeError(
+                    f'timestamp_ns is nanoseconds, an integer of 64 bits, not {timestamp_ns!r} (written to "{port}")'
+                )
+            self._publish(port, output, bag, surface_id, buffer, monotonic_now_ns() if stamp is None else stamp)
         if buffer is not None:
-            buffer._written()  # pyright: ignore[reportPrivateUsage]
+            self._links.pictures.written(buffer)
 
     def _publish(
         self,
@@ -344,6 +347,26 @@ class Outputs:
             self._links.log("warn", message)
 
 
+def _extent(what: str, value: Any) -> int:
+    """A side of a picture, in pixels."""
+    try:
+        extent = operator.index(value)
+    except TypeError:
+        extent = 0
+    if isinstance(value, bool) or not 0 < extent <= MAX_EXTENT:
+        raise ValueError(f"{what} of a picture must be an integer from 1 to {MAX_EXTENT} (pixels), not {value!r}")
+    return extent
+
+
+def _timestamp(value: Any) -> int | None:
+    """An integer of any kind that fits an entry; None for anything else."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        return None
+    return number if not isinstance(value, bool) and -(1 << 63) <= number < 1 << 63 else None
+
+
 class OwnMemory:
     """Memory for a picture that no output has taken yet."""
 
@@ -360,6 +383,8 @@ class Pictures(GlPictures):
         super().__init__(links._channel, links.address)  # pyright: ignore[reportPrivateUsage]
         self._links = links
         self._buffers: weakref.WeakValueDictionary[str, PixelBuffer] = weakref.WeakValueDictionary()
+        self._acquired = Recent()
+        self._last_written: PixelBuffer | None = None
         self._count = 0
         self._surface: Surface | None = None  # of the picture made last
         # Where the node published a picture last: the next is most likely for
@@ -369,18 +394,26 @@ class Pictures(GlPictures):
     def acquire_pixel_buffer(self, width: int, height: int, format: str = "rgba") -> PixelBuffer:
         if format.lower() != "rgba":
             raise ValueError(f'pictures are "rgba" here, not "{format}": write acquire_pixel_buffer({width}, {height})')
-        for what, value in (("width", width), ("height", height)):
-            if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= MAX_EXTENT:  # pyright: ignore[reportUnnecessaryIsInstance]
-                raise ValueError(f"{what} of a picture must be 1 to {MAX_EXTENT} pixels, not {value!r}")
-
-        def memory() -> Any:
-            made = self._memory(width, height)
-            self._buffers[made.surface_id] = buffer
-            return made
-
-        buffer = PixelBuffer.__new__(PixelBuffer)
-        buffer.__init__(memory(), memory)
+        width, height = _extent("width", width), _extent("height", height)
+        buffer = PixelBuffer(self._memory(width, height), self._renew)
+        self._acquire(buffer, buffer.surface_id)
         return buffer
+
+    def _renew(self, buffer: PixelBuffer) -> Slot | OwnMemory:
+        """Memory for a buffer's next picture."""
+        made = self._memory(buffer.width, buffer.height)
+        self._acquire(buffer, made.surface_id)
+        return made
+
+    def _acquire(self, buffer: PixelBuffer, surface_id: str) -> None:
+        self._buffers[surface_id] = buffer
+        self._acquired.add(buffer)
+
+    def written(self, buffer: PixelBuffer) -> None:
+        """A bag that names the buffer was written; another may be, to another output."""
+        buffer._written()  # pyright: ignore[reportPrivateUsage]
+        self._acquired.remove(buffer)
+        self._last_written = buffer
 
     def _memory(self, width: int, height: int) -> Slot | OwnMemory:
         surface = self._surface
@@ -435,7 +468,7 @@ class Pictures(GlPictures):
     def foreign_slots(self, port: str, output: Output, surface_id: str) -> tuple[Slot, ...]:
         """Copies of a picture that was read, in the memory of `output`.
 
-        None for a name of nothing that was read: a text like any other.
+        None for a name of nothing: a text like any other, unless it is of this node.
         """
         from .._datapath import FrameGoneError
 
@@ -446,7 +479,14 @@ class Pictures(GlPictures):
                 f'cannot write {surface_id} to "{port}": {error}. '
                 "Read it with into=VideoFrame, and keep that until it is written"
             ) from None
-        return () if frame is None else self._slots(output, self.held(frame), None)
+        if frame is not None:
+            return self._slots(output, self.held(frame), None)
+        if surface_id.startswith((f"{self._links.address}/", f"{self._links.address}#")):
+            raise ValueError(
+                f'cannot write {surface_id} to "{port}": the node has that picture no longer. '
+                "Keep what acquire_pixel_buffer or the effect returned until the bag is written"
+            )
+        return ()
 
     def _slots(self, output: Output, picture: Any, slot: Slot | None) -> tuple[Slot, ...]:
         """A picture, in `slot` already or not, in the formats that readers asked for."""
@@ -479,7 +519,7 @@ class Pictures(GlPictures):
         surface_id = self.name(picture)
         buffer = self._buffers[surface_id] = PixelBuffer(picture)
         own_pictures[surface_id] = picture
-        self.keep(buffer)
+        self.drawn.add(buffer)
         return {"surface_id": surface_id}
 
     def __getattr__(self, name: str) -> Any:
