@@ -31,6 +31,10 @@ type Camera struct {
 	// Err says why nothing more is known: permission is missing, or the
 	// device is of a kind that is not supported.
 	Err error
+
+	// twins: there was another of this card and driver. Without serial numbers
+	// udev gives both one name, which goes from one to the other.
+	twins bool
 }
 
 // String names the camera in messages.
@@ -128,9 +132,9 @@ func ask(path string) (c Camera, is capability, ok bool) {
 //
 // With before, the camera that was in use under that name until now, it finds
 // that one and no other, wherever it is now: by its stable name, else by card
-// and driver, where it was plugged in before if there are two. So a camera that
-// is unplugged and comes back as another /dev/video is found, and another that
-// took its number is not mistaken for it.
+// and driver; if there were two of these, where it was plugged in before. So a
+// camera that is unplugged and comes back as another /dev/video is found, and
+// another that took its number, or its name, is not mistaken for it.
 func Find(device string, before *Camera) (Camera, error) {
 	list, err := Cameras()
 	if err != nil {
@@ -140,8 +144,7 @@ func Find(device string, before *Camera) (Camera, error) {
 }
 
 func find(list []Camera, device string, before *Camera) (Camera, error) {
-	var found []Camera
-	what := device
+	found, what := []Camera(nil), device
 	switch {
 	case before != nil:
 		what = before.String()
@@ -149,7 +152,7 @@ func find(list []Camera, device string, before *Camera) (Camera, error) {
 	case device == "":
 		for _, c := range list {
 			if c.Err == nil {
-				return c, nil
+				return among(list, c), nil
 			}
 		}
 		if len(list) == 0 {
@@ -163,10 +166,21 @@ func find(list []Camera, device string, before *Camera) (Camera, error) {
 	case 0:
 		return Camera{}, fmt.Errorf("%w: %s; %s", ErrNotFound, what, there(list))
 	case 1:
-		return found[0], found[0].Err
+		c := among(list, found[0])
+		c.twins = c.twins || before != nil && before.twins
+		return c, c.Err
 	}
 	return Camera{}, fmt.Errorf("%d cameras are called %s: name one by what `tatolab cameras` lists for it; %s", len(found), what, there(list))
 }
+
+// among is c, knowing whether it has a twin.
+func among(list []Camera, c Camera) Camera {
+	c.twins = slices.ContainsFunc(list, func(other Camera) bool { return other.Path != c.Path && other.like(c) })
+	return c
+}
+
+// like tells whether two cameras are of one card and driver.
+func (c Camera) like(other Camera) bool { return c.Card == other.Card && c.Driver == other.Driver }
 
 // named lists the cameras that answer to a name.
 func named(list []Camera, device string) []Camera {
@@ -201,13 +215,16 @@ func named(list []Camera, device string) []Camera {
 func again(list []Camera, before Camera) []Camera {
 	var found, samePlace []Camera
 	for _, c := range list {
+		if before.twins && c.Bus != before.Bus {
+			continue
+		}
 		if len(before.Names) > 0 {
 			if slices.ContainsFunc(c.Names, func(n string) bool { return slices.Contains(before.Names, n) }) {
 				return []Camera{c}
 			}
 			continue
 		}
-		if c.Card == before.Card && c.Driver == before.Driver {
+		if c.like(before) {
 			found = append(found, c)
 			if c.Bus == before.Bus {
 				samePlace = append(samePlace, c)

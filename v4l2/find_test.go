@@ -13,6 +13,16 @@ func TestFind(t *testing.T) {
 	csi2 := Camera{Path: "/dev/video6", Card: "sensor", Driver: "csi", Bus: "platform-2"}
 	closed := Camera{Path: "/dev/video8", Err: denied("/dev/video8")}
 	all := []Camera{a, b, csi}
+	const path0, unnumbered = "/dev/video0", "usb-Twin-video-index0"
+	single := Camera{Path: path0, Card: "Twin", Driver: "uvcvideo", Bus: "usb-1", Names: []string{unnumbered}}
+	twinB := Camera{Path: "/dev/video2", Card: "Twin", Driver: "uvcvideo", Bus: "usb-2", Names: []string{unnumbered}}
+	twinA, err := find([]Camera{single, twinB}, path0, nil)
+	if err == nil { // and it is remembered while the twin is away
+		twinA, err = find([]Camera{single}, path0, &twinA)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
 	moved := func(c Camera, path, bus string) Camera { c.Path, c.Bus = path, bus; return c }
 
 	for _, test := range []struct {
@@ -40,6 +50,10 @@ func TestFind(t *testing.T) {
 		{"without a name, elsewhere", []Camera{a, moved(csi, "/dev/video9", "platform-9")}, "", &csi, "/dev/video9", nil},
 		{"two alike, one at its place", []Camera{csi2, moved(csi, "/dev/video9", "platform")}, "", &csi, "/dev/video9", nil},
 		{"two alike, none at its place", []Camera{csi2, moved(csi, "/dev/video9", "platform-9")}, "", &csi, "2 cameras are called", nil},
+		// Two webcams without serial numbers: the name is that of either.
+		{"its twin has its name", []Camera{twinB}, path0, &twinA, "not found: /dev/video0 (Twin)", ErrNotFound},
+		{"its twin has its name, it is back", []Camera{moved(twinA, "/dev/video7", "usb-1"), twinB}, path0, &twinA, "/dev/video7", nil},
+		{"one without a twin moves", []Camera{moved(single, "/dev/video7", "usb-9")}, path0, &single, "/dev/video7", nil},
 		{"it came back forbidden", []Camera{closed}, "/dev/video8", nil, "usermod", ErrDenied},
 	} {
 		c, err := find(test.list, test.device, test.before)

@@ -175,7 +175,7 @@ func offers(d driver, bound Request, wanted func(pixel.FourCC) bool) ([]Offer, e
 				// No list of rates is not an error: not every driver has one.
 				listed, _ := d.rates(f, width, height)
 				for _, r := range listed {
-					o.Intervals = append(o.Intervals, r.within(bound.FPS)...)
+					o.Intervals = append(o.Intervals, r.within(cmp.Or(bound.FPS, usualRate))...)
 				}
 			}
 			out = append(out, o)
@@ -184,14 +184,14 @@ func offers(d driver, bound Request, wanted func(pixel.FourCC) bool) ([]Offer, e
 	return out, nil
 }
 
-// within lists the ends of a range of intervals, and the rate asked for if it
-// lies between them.
+// within lists the ends of a range of intervals, and the rate wanted if it lies
+// between them.
 func (r rates) within(fps float64) []Fraction {
 	if r.shortest == r.longest {
 		return []Fraction{r.shortest}
 	}
 	list := []Fraction{r.shortest, r.longest}
-	if fps > 0 && fps < r.shortest.Rate() && fps > r.longest.Rate() {
+	if fps < r.shortest.Rate() && fps > r.longest.Rate() {
 		const precision = 1000 // 29.97 is 1000/29970
 		list = append(list, Fraction{precision, uint32(math.Round(fps * precision))})
 	}

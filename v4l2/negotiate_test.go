@@ -1,6 +1,7 @@
 package v4l2
 
 import (
+	"cmp"
 	"strings"
 	"testing"
 
@@ -59,6 +60,18 @@ func TestChoose(t *testing.T) {
 	_, err := choose(usual, Request{MaxWidth: 320, MaxHeight: 240, FPS: 0})
 	if err == nil || !strings.Contains(err.Error(), "fits 320x240") || !strings.Contains(err.Error(), "YUYV 640x480") {
 		t.Errorf("nothing fits: %v", err)
+	}
+}
+
+func TestRatesWithin(t *testing.T) {
+	from1to120 := rates{Fraction{1, 120}, Fraction{1, 1}}
+	offer := Offer{Format: pixel.YUYV, Width: 640, Height: 480}
+	for want, interval := range map[float64]Fraction{0: {1000, 30000}, 50: {1000, 50000}, 120: {1, 120}, 500: {1, 120}} {
+		offer.Intervals = from1to120.within(cmp.Or(want, usualRate))
+		choices, err := choose([]Offer{offer}, Request{MaxWidth: 640, MaxHeight: 480, FPS: want})
+		if err != nil || choices[0].interval != interval {
+			t.Errorf("fps %v of 1 to 120: %v, %v, want %v", want, choices, err, interval)
+		}
 	}
 }
 

@@ -164,10 +164,16 @@ func (n *node) awaitDisplay(ctx context.Context) bool {
 func (n *node) read(ctx context.Context) {
 	input := n.host.Input("video")
 	var bag datapath.Bag
+	var bare host.Bare
 	for ctx.Err() == nil {
 		n.host.Wait(-1)
 		for input.Read(&bag) {
-			n.keep(bag.Frame, bag.Timestamp)
+			if what := bare.Complaint(&bag); what != "" {
+				n.complain(what)
+			}
+			if bag.Frame != nil {
+				n.keep(bag.Frame, bag.Timestamp)
+			}
 		}
 	}
 	n.keep(nil, 0)

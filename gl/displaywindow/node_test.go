@@ -247,6 +247,41 @@ func TestSmallestAndLargePictures(t *testing.T) {
 	shows(x, white, white)
 }
 
+// Bags without a picture leave the window its last one; of a source that gives
+// nothing else it is said.
+func TestBagsWithoutPictures(t *testing.T) {
+	x := xvfb.Start(t, "")
+	r := start(t, small, "DISPLAY="+x.Name)
+	r.publish(64, 32, orange, teal)
+	bare := func() {
+		if _, err := r.output.Publish([]byte{0x80}, datapath.Now()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	x.Window("a title").Place(0, 0, 400, 200)
+	shows(x, orange, teal)
+	var said []string
+	for deadline := time.Now().Add(30 * time.Second); len(said) == 0; {
+		bare()
+		select {
+		case m := <-r.messages:
+			if m.Kind == control.Log && m.Level == "error" {
+				said = append(said, m.Message)
+			}
+		case <-time.After(10 * time.Millisecond):
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("nothing is said in 30 s")
+		}
+	}
+	if !strings.Contains(said[0], "camera/video gives: its bags name no picture") {
+		t.Error(said)
+	}
+	shows(x, orange, teal)
+	r.publish(64, 32, teal, white)
+	shows(x, teal, white)
+}
+
 func TestThePictureStaysWithoutItsSource(t *testing.T) {
 	x := xvfb.Start(t, "")
 	r := start(t, small, "DISPLAY="+x.Name)

@@ -370,7 +370,8 @@ type stream struct {
 	first     bool      // no good frame has come since then
 	read      time.Time // when somebody last read
 	worked    bool
-	set       bool // this opening has the controls
+	damage    error // of the last frame, nil if it was whole
+	set       bool  // this opening has the controls
 }
 
 // setControls sets what is to be set. That a control is refused does not stop
@@ -481,10 +482,11 @@ func (s *stream) deliver(active bool) error {
 	switch {
 	case errors.Is(failed, pixel.ErrDamaged):
 		s.damaged++
+		s.damage = failed
 	case failed != nil:
 		return failed
 	default:
-		s.good, s.first, s.worked = time.Now(), false, true
+		s.good, s.first, s.worked, s.damage = time.Now(), false, true, nil
 		s.delivers()
 	}
 	if s.device.OwnClock() && !s.ownClock {
@@ -506,6 +508,9 @@ func (s *stream) checkSilence() error {
 		return nil
 	}
 	err := fmt.Errorf("%w from %s for %v", errSilent, s.device.Camera(), silent.Round(100*time.Millisecond))
+	if s.damage != nil {
+		err = fmt.Errorf("%w that is whole: the last is a %v", err, s.damage)
+	}
 	if s.first && silent < max(limit, firstFrame) {
 		s.report(err) // but wait for it
 		return nil

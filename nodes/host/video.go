@@ -2,6 +2,7 @@ package host
 
 import (
 	"errors"
+	"fmt"
 	"strconv"
 	"strings"
 
@@ -30,6 +31,25 @@ type Picture struct {
 	TimestampNS   int64
 	FPS           float64 // frames a second, 0 if unknown
 	Colour        datapath.Colour
+}
+
+// bareLimit is how many bags without a picture, one after the other, are no accident.
+const bareLimit = 3
+
+// Bare sees to bags that come without a picture where pictures are shown.
+type Bare struct{ row int }
+
+// Complaint returns what is wrong with a source, "" for nothing. It is called with
+// every bag.
+func (b *Bare) Complaint(bag *datapath.Bag) string {
+	if bag.Frame != nil {
+		b.row = 0
+		return ""
+	}
+	if b.row++; b.row < bareLimit {
+		return ""
+	}
+	return fmt.Sprintf("cannot show what %s gives: its bags name no picture. What a node writes as surface_id is the surface_id of a picture it acquired, drew or read", bag.Link)
 }
 
 // Publish gives a picture to every reader. fill writes its RGBA bytes, lines

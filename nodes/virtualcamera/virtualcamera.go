@@ -68,9 +68,13 @@ func (n *node) Run(ctx context.Context) error {
 	defer n.close()
 	input := n.host.Input(Port)
 	var bag datapath.Bag
+	var bare host.Bare
 	for ctx.Err() == nil {
 		n.host.Wait(n.attempt())
 		for input.Read(&bag) {
+			if what := bare.Complaint(&bag); what != "" {
+				n.complain(what)
+			}
 			if bag.Frame == nil {
 				continue
 			}
@@ -115,9 +119,13 @@ func (n *node) look() {
 
 // show writes a picture, to a device that is opened for its size.
 func (n *node) show(f *datapath.Frame) {
-	s := &f.Surface
+	s, plane := &f.Surface, f.Surface.Planes[0]
 	if s.Format != datapath.RGBA || f.Pixels == nil || s.NumPlanes != 1 || s.Width < 2 || s.Width > pixel.MaxWidth {
 		n.complain(fmt.Sprintf("cannot show pictures of %s: %dx%d %v is not RGBA of 2 to %d pixels a line", f.Owner, s.Width, s.Height, s.Format, pixel.MaxWidth))
+		return
+	}
+	if s.Height < 1 || plane.Stride < 4*s.Width || (len(f.Pixels)-plane.Offset-4*s.Width)/plane.Stride < s.Height-1 {
+		n.complain(fmt.Sprintf("cannot show pictures of %s: %dx%d in lines of %d bytes do not lie within its %d bytes", f.Owner, s.Width, s.Height, plane.Stride, len(f.Pixels)))
 		return
 	}
 	if s.Width != n.width || s.Height != n.height {
@@ -127,7 +135,6 @@ func (n *node) show(f *datapath.Frame) {
 	if n.output == nil && !n.open() {
 		return
 	}
-	plane := s.Planes[0]
 	pixel.RGBAToYUYV(n.yuyv, f.Pixels[plane.Offset:], plane.Stride, n.output.Width, n.output.Height)
 	n.write()
 }

@@ -86,8 +86,8 @@ func (c *Converter) rawToRGBA(dst []byte, stride int, src [][]byte) error {
 
 // jpegToRGBA decodes a JPEG frame straight into dst.
 func (c *Converter) jpegToRGBA(dst []byte, stride int, src []byte) error {
-	if !wholeJPEG(src) {
-		return fmt.Errorf("%w: not a whole JPEG", ErrDamaged)
+	if err := c.wholeJPEG(src); err != nil {
+		return err
 	}
 	from, size := (*C.uchar)(bytesOf(src)), C.ulong(len(src))
 	if C.tjDecompressHeader3(c.turbo, from, size, &c.width, &c.height, &c.subsampling, &c.colours) != 0 &&

@@ -7,6 +7,7 @@
 package pixel
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 )
@@ -222,6 +223,9 @@ type Converter struct {
 	planes [3]plane
 	sizes  [MaxMemories]int // least bytes of an uncompressed frame, in each memory
 	passed Passed
+	// Of JPEGs: whether one had its end, and how many had none.
+	ended   bool
+	unended int
 	decoder
 }
 
@@ -323,20 +327,24 @@ func (c *Converter) ToRGBA(dst []byte, stride int, src ...[]byte) error {
 	return c.rawToRGBA(dst, stride, src)
 }
 
-// wholeJPEG reports whether src begins and ends as a JPEG does. Decoders fill
-// what is missing of a frame cut short with grey and only warn, so this is
-// looked at first. Drivers pad behind the end.
-func wholeJPEG(src []byte) bool {
-	if len(src) < 4 || src[0] != 0xff || src[1] != 0xd8 {
-		return false
+// unendedLimit is how many frames without an end marker, before the first with one,
+// show that a camera writes none.
+const unendedLimit = 8
+
+var startMarker, endMarker = []byte{0xff, 0xd8}, []byte{0xff, 0xd9} // SOI and EOI of ITU-T T.81
+
+// wholeJPEG says why src is no whole JPEG. Decoders fill what is missing of a frame
+// cut short with grey and only warn, so this is looked at first. Behind the end there
+// may be anything; and some cameras never write it, of whose frames nobody knows.
+func (c *Converter) wholeJPEG(src []byte) error {
+	switch {
+	case !bytes.HasPrefix(src, startMarker):
+		return fmt.Errorf("%w: not a JPEG", ErrDamaged)
+	case bytes.Contains(src[len(startMarker):], endMarker):
+		c.ended = true
+	case c.ended || c.unended < unendedLimit:
+		c.unended++
+		return fmt.Errorf("%w: a JPEG without its end", ErrDamaged)
 	}
-	for i := len(src) - 1; i > 2; i-- {
-		if src[i] == 0xd9 && src[i-1] == 0xff {
-			return true
-		}
-		if src[i] != 0 && len(src)-i > 1024 {
-			return false
-		}
-	}
-	return false
+	return nil
 }

@@ -256,6 +256,46 @@ func TestJPEG(t *testing.T) {
 	}
 }
 
+// A camera that never writes the end of a JPEG is seen for one; of others a frame
+// without it is cut short.
+func TestJPEGWithoutEnd(t *testing.T) {
+	const w, h = 160, 96
+	whole := testJPEG(t, w, h)
+	open := whole[:len(whole)-2]
+	stale := append(bytes.Clone(whole), bytes.Repeat([]byte{1}, 5000)...)
+	for _, way := range []string{"fast", "go"} {
+		for name, first := range map[string][]byte{"never": nil, "once": whole, "once, with remains behind": stale} {
+			t.Run(way+" "+name, func(t *testing.T) {
+				c, err := NewConverter(Format{FourCC: MJPG, Width: w, Height: h})
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer c.Close()
+				convert := func(src []byte) error {
+					dst := make([]byte, 4*w*h)
+					if way == "go" {
+						return c.goJPEGToRGBA(dst, 4*w, src)
+					}
+					return c.ToRGBA(dst, 4*w, src)
+				}
+				if first != nil {
+					if err := convert(first); err != nil {
+						t.Fatal(err)
+					}
+				}
+				for range unendedLimit {
+					if err := convert(open); !errors.Is(err, ErrDamaged) {
+						t.Fatalf("got %v, want ErrDamaged", err)
+					}
+				}
+				if err := convert(open); errors.Is(err, ErrDamaged) != (first != nil) {
+					t.Errorf("after %d without an end: %v", unendedLimit, err)
+				}
+			})
+		}
+	}
+}
+
 func TestRefusals(t *testing.T) {
 	for _, f := range []Format{
 		{FourCC: fourCC("H264"), Width: 640, Height: 480},

@@ -6,6 +6,7 @@ import (
 	"image"
 	"image/color"
 	stdjpeg "image/jpeg"
+	"io"
 	"slices"
 	"sync"
 )
@@ -105,10 +106,10 @@ func (c *Converter) goRawToRGBA(dst []byte, stride int, src [][]byte) {
 
 // goJPEGToRGBA decodes a JPEG frame with the standard library.
 func (c *Converter) goJPEGToRGBA(dst []byte, stride int, src []byte) error {
-	if !wholeJPEG(src) {
-		return fmt.Errorf("%w: not a whole JPEG", ErrDamaged)
+	if err := c.wholeJPEG(src); err != nil {
+		return err
 	}
-	picture, err := stdjpeg.Decode(bytes.NewReader(withHuffmanTables(src)))
+	picture, err := stdjpeg.Decode(io.MultiReader(bytes.NewReader(withHuffmanTables(src)), bytes.NewReader(endMarker)))
 	if err != nil {
 		return fmt.Errorf("%w: %w", ErrDamaged, err)
 	}

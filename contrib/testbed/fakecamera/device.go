@@ -899,6 +899,9 @@ func (s *session) frame(i, start int, at time.Duration) {
 	s.queued = s.queued[1:]
 	buffer := s.mapped[f.index*s.bufferSize:][:s.bufferSize]
 	f.used = s.content.frame(buffer, uint32(i), at.Seconds())
+	if d.Endless {
+		f.used -= len("\xff\xd9")
+	}
 	switch {
 	case every(d.ErrorEvery):
 		f.flags |= flagError

@@ -68,6 +68,7 @@ type Camera struct {
 	LoseEvery     int     `json:"lose_every,omitempty"`     // each Nth frame is missing
 	ErrorEvery    int     `json:"error_every,omitempty"`    // each Nth has the ERROR flag and half a picture
 	TruncateEvery int     `json:"truncate_every,omitempty"` // each Nth is cut in the middle, without a flag
+	Endless       bool    `json:"endless,omitempty"`        // JPEGs lack their end marker
 	EmptyEvery    int     `json:"empty_every,omitempty"`    // each Nth has no bytes
 	IOErrorEvery  int     `json:"io_error_every,omitempty"` // each Nth DQBUF fails with EIO
 	StopAfter     int     `json:"stop_after,omitempty"`     // frames after STREAMON, then silence
