@@ -349,7 +349,7 @@ func mendBroken(e *entry) string {
 }
 
 // Restart replaces the process of every node, and takes back what ApplyChanges did;
-// a stopped or failed stream is started.
+// a stopped or failed stream is started. What could not be loaded again runs on.
 func (r *Runtime) Restart(ctx context.Context, name string) (*api.Done, error) {
 	e, release, err := r.open(name)
 	if err != nil {
@@ -359,6 +359,12 @@ func (r *Runtime) Restart(ctx context.Context, name string) (*api.Done, error) {
 	if run == nil {
 		defer release()
 		return r.start(e)
+	}
+	if e.rec != nil {
+		if err := r.loadable(e.rec); err != nil {
+			release()
+			return nil, api.Errorf(api.AsError(err).Code, "cannot restart %s, which runs on: %v", name, err)
+		}
 	}
 	if base := e.version.Base; base != nil {
 		loaded, rulings := *base, e.rulings
