@@ -833,3 +833,24 @@ def test_a_reader_that_never_joins_is_not_waited_for(tmp_path: Path) -> None:
             node.wait(lambda: any("1 readers have not joined within 2 s" in text for text in node.logs()))
         finally:
             node.close()
+
+
+def test_node_that_closes_what_is_not_its_own(tmp_path: Path) -> None:
+    project = one_node(
+        tmp_path,
+        """
+        import os
+        from tatolab.stream import node
+
+        @node(execution="continuous", interval_ms=5)
+        class N:
+            @node.output()
+            def out(self): ...
+            def process(self, ctx):
+                os.closerange(3, 100)
+    """,
+    )
+    with running(project) as stream:
+        node = stream.nodes["n"]
+        assert node.ended() == 1
+        node.printed("the node closed descriptors that are not its own")

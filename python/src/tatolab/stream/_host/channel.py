@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -82,7 +83,9 @@ class Channel:
         """The next message and its descriptor, which is the caller's; None at the end."""
         try:
             data, fds, _, _ = socket.recv_fds(self._socket, MAX_MESSAGE, 4, socket.MSG_CMSG_CLOEXEC)
-        except OSError:
+        except OSError as error:
+            if error.errno == errno.EBADF:
+                os.write(2, b"the node closed descriptors that are not its own: that of the runtime is gone\n")
             return None
         for extra in fds[1:]:
             os.close(extra)
