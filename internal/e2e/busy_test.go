@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -114,4 +115,54 @@ func TestALookWaitsForNoBusyStream(t *testing.T) {
 	if logs := r.Must(busy, "logs", "busy"); strings.Contains(logs, "killed") {
 		t.Errorf("the log of busy:\n%s", logs)
 	}
+}
+
+// Whoever looks at streams while they are loaded finds them starting, and the
+// runtime survives it at every moment.
+func TestLooksWhileStreamsLoad(t *testing.T) {
+	t.Parallel()
+	r := testbed.Run(t)
+	project := r.Project("pattern", map[string]string{"pyproject.toml": "", "stream.py": `from tatolab.stream import StreamBuilder, TestPatternSource, stream
+
+
+@stream
+def pattern(stream_builder: StreamBuilder) -> None:
+    stream_builder.add(TestPatternSource, name="source")
+`})
+	r.Must(project, "run", "-d")
+	loads := 60
+	if os.Getenv("TATOLAB_SOAK") != "" {
+		loads = 1000
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	var looking sync.WaitGroup
+	for range 4 {
+		looking.Go(func() {
+			for c := r.Client(); ctx.Err() == nil; {
+				g, err := c.Graph(ctx, "pattern")
+				switch {
+				case ctx.Err() != nil:
+				case err != nil:
+					t.Error(err)
+					return
+				case len(g.Nodes) != 1:
+					t.Errorf("there are %d nodes, want 1", len(g.Nodes))
+					return
+				}
+			}
+		})
+	}
+	c := r.Client()
+	for range loads {
+		if _, err := c.Stop(ctx, "pattern"); err != nil {
+			t.Error(err)
+			break
+		}
+		if _, err := c.Start(ctx, "pattern"); err != nil {
+			t.Error(err)
+			break
+		}
+	}
+	cancel()
+	looking.Wait()
 }

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -48,6 +49,10 @@ func (r *Runtime) nodes(names ...string) (nodes map[string][]api.GraphNode, busy
 			switch {
 			case e.run != run: // unloaded meanwhile
 				return
+			case errors.Is(err, streams.ErrEmpty):
+				said = e.nodesThatAre(api.NodeStarting)
+			case errors.Is(err, streams.ErrEnded):
+				said = e.nodesThatAre(api.NodeStopping)
 			case err != nil:
 				said, busy = e.lastNodes(), append(busy, name)
 			default:
@@ -70,6 +75,15 @@ func (e *entry) lastNodes() (nodes []api.GraphNode) {
 		}
 		last.Node = n
 		nodes = append(nodes, last)
+	}
+	return nodes
+}
+
+// nodesThatAre are the nodes of what an entry runs, all in one state. Runtime.mu is
+// held.
+func (e *entry) nodesThatAre(state api.NodeState) (nodes []api.GraphNode) {
+	for _, n := range e.version.Graph.Nodes {
+		nodes = append(nodes, api.GraphNode{Node: n, State: state})
 	}
 	return nodes
 }
@@ -125,6 +139,9 @@ func (r *Runtime) Graph(name string) (*api.Graph, error) {
 		out.Exposed = append(out.Exposed, rule(rec.Graph.Exposed, rec.Rulings)...)
 	case run != nil && version != nil:
 		nodes, busy := r.nodes(name)
+		if nodes[name] == nil && len(version.Graph.Nodes) > 0 {
+			return r.Graph(name) // it was unloaded meanwhile
+		}
 		if busy != nil {
 			out.Notes = append(out.Notes, fmt.Sprintf("%s is too busy to say how its nodes are: this is how they last were", name))
 		}

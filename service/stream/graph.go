@@ -1,7 +1,9 @@
 package stream
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -10,11 +12,21 @@ import (
 	"tatolab.com/tatolab/service/reconcile"
 )
 
-// Nodes returns the nodes of the running graph with their states and figures,
-// none of a stream that has ended. The error is that of ctx, where the stream was
-// too busy to say until then.
+// Why a stream has no nodes to tell of.
+var (
+	ErrEmpty = errors.New("the stream has not been given a graph yet")
+	ErrEnded = errors.New("the stream has ended")
+)
+
+// Nodes returns the nodes of the running graph with their states and figures. The
+// error is ErrEmpty, ErrEnded, or that of ctx, where the stream was too busy to say
+// until then.
 func (s *Stream) Nodes(ctx context.Context) (nodes []api.GraphNode, err error) {
 	ran := s.doUntil(ctx, func() {
+		if s.version == nil {
+			err = ErrEmpty
+			return
+		}
 		for _, n := range s.version.Graph.Nodes {
 			state, wanted := s.planner.State(n.Name)
 			g := api.GraphNode{Node: n, State: nodeState(state), Reason: state.Reason, Restarts: state.Restarts}
@@ -47,7 +59,7 @@ func (s *Stream) Nodes(ctx context.Context) (nodes []api.GraphNode, err error) {
 		}
 	})
 	if !ran {
-		err = ctx.Err()
+		err = cmp.Or(ctx.Err(), ErrEnded)
 	}
 	return nodes, err
 }
