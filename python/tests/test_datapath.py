@@ -9,6 +9,7 @@ import os
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -17,8 +18,11 @@ from tatolab.stream._datapath import (
     MAX_BAG,
     MAX_HELD,
     MAX_PENDING,
+    RESIDENT,
+    RGBA,
     DataPathError,
     End,
+    Frame,
     FrameGoneError,
     Input,
     Output,
@@ -494,6 +498,54 @@ def test_reader_that_says_nonsense(rig: Rig, nonsense: bytes) -> None:
     rig.link(reader)  # others still join
     rig.publish(picture=1)
     assert reader.read()
+
+
+class Texture:
+    """What a slot only names."""
+
+
+@pytest.mark.parametrize("renewals", [1, 2, 5])
+def test_pictures_that_slots_name(rig: Rig, renewals: int) -> None:
+    rig.output.decide((RGBA, RESIDENT))
+    reader = Input(rig.waiter, "ordered", (RESIDENT,))
+    rig.link(reader)
+    named = Surface(RESIDENT, 32, 32, (), 16)
+    made: list[weakref.ref[Texture]] = []
+
+    def publish() -> None:
+        slot = rig.output.acquire(named)
+        slot.resident = Texture()
+        made.append(weakref.ref(slot.resident))
+        rig.output.publish(b"", 0, slot)
+
+    def read() -> Frame:
+        bag = reader.read(hold=True)
+        assert bag and bag.frame
+        return bag.frame
+
+    def alive() -> set[int]:
+        return {number for number, texture in enumerate(made) if texture() is not None}
+
+    for _ in range(5):
+        publish()
+    held = [read(), read()]
+    for _ in range(renewals):
+        rig.output.remove_link(0, retire=True)
+        publish()
+    before = set(range(len(made) - 1))  # in generations before the last
+    assert before <= alive(), "what is held or owed was let go"
+    for _ in range(len(made) - len(held)):
+        read()
+    for _ in range(40):
+        publish()
+        read()
+    assert set(range(5)) & alive() == {0, 1}
+    held.pop()
+    publish()
+    assert set(range(5)) & alive() == {0}
+    held.clear()
+    publish()
+    assert not before & alive()
 
 
 @pytest.mark.parametrize("nonsense", [1, 1 << 40, (1 << 64) - 1])

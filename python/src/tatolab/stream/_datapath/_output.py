@@ -169,7 +169,8 @@ class _Generation(PoolBase):
         self.state: Final = bytearray(self.slots)
         self.mine: Final = bytearray(self.slots)  # 1: the producer still has views of its own
         self.residents: Final[dict[int, object]] = {}  # by slot
-        self.before: dict[int, object] = {}  # those of the generation before: frames of it may be held
+        # Those of the generations before, oldest first, each with its last sequence.
+        self.before: list[tuple[int, dict[int, object]]] = []
         self.touched = 0
         self.retired = first - 1  # the last sequence whose slot was taken back
         pool_address = self.pool.address if self.pool is not None else 0
@@ -184,11 +185,7 @@ class _Generation(PoolBase):
         index = state.find(_FREE)
         if index < 0 and state.find(_RETIRED) >= 0:
             # Their stamps were taken back before a fence passed since.
-            claimed: set[int] = set()
-            for link in links:
-                page = link.page.words
-                for cell in range(PAGE_CELLS, PAGE_CELLS + MAX_HELD):
-                    claimed.add(page[cell] - 1)
+            claimed = _claimed(links)
             for slot in range(self.touched):
                 if state[slot] == _RETIRED and not mine[slot] and slot not in claimed:
                     state[slot] = _FREE
@@ -221,6 +218,19 @@ class _Generation(PoolBase):
                 words[RING_STAMPS + slot - 1] = 0
                 self.state[slot - 1] = _RETIRED
         self.retired = retired
+
+    def forget(self, sequence: int, links: Sequence[_Link]) -> None:
+        """Lets go of what generations before name, but for what is owed after ``sequence`` or held."""
+        owed = sequence - WINDOW - MARGIN  # after this one, at most: residents have a small ``keep``
+        if not self.before or self.before[0][0] > owed:
+            return
+        # A cell does not say of which generation: one may be spared that need not.
+        claimed = _claimed(links)
+        for last, residents in self.before:
+            if last <= owed:
+                for slot in residents.keys() - claimed:
+                    del residents[slot]
+        self.before = [(last, residents) for last, residents in self.before if residents or last > owed]
 
     def supersede(self) -> None:
         """Ends the generation: nothing is written into its memory again.
@@ -271,6 +281,12 @@ class _Variant:
         self.generation: _Generation | None = None
         self.links: list[_Link] = []
         self.ordered: list[_Link] = []
+
+
+def _claimed(links: Sequence[_Link]) -> set[int]:
+    """The slots that readers hold."""
+    cells = slice(PAGE_CELLS, PAGE_CELLS + MAX_HELD)
+    return {cell - 1 for link in links for cell in link.page.words[cells]}
 
 
 def _give_back(generation: _Generation, index: int, acquired: _Acquired) -> None:
@@ -546,6 +562,7 @@ class Output(WriterBase, Forked):
                 words[RING_NEWEST] = sequence
                 words[RING_TIMESTAMP] = timestamp
                 generation.retire(sequence, variant.ordered)
+                generation.forget(sequence, variant.links)
             self._fence()
             for variant in variants:
                 for link in variant.links:
@@ -554,7 +571,13 @@ class Output(WriterBase, Forked):
 
     def _keep(self, slot: Slot) -> None:
         """Keeps what a slot names that C has published."""
-        _keep(slot, slot.generation, slot.index)
+        generation: _Generation = slot.generation
+        _keep(slot, generation, slot.index)
+        if generation.before:
+            with self._lock:
+                for variant in self._variants:
+                    if variant.generation is generation:
+                        generation.forget(self.sequence, variant.links)
 
     def _settle(self, slot: Slot, variants: Sequence[_Variant], plans: Sequence[_Plan]) -> None:
         """Retires the slot of a picture that had to be copied to another."""
@@ -609,8 +632,8 @@ class Output(WriterBase, Forked):
         for link in variant.links:
             self._introduce(link, generation)
         before, variant.generation = variant.generation, generation
-        if before is not None:
-            generation.before = before.residents
+        if before is not None and variant.format == RESIDENT:
+            generation.before = [*before.before, (self.sequence, before.residents)]
         self._reflect()
         tell = self._on_generation
         if tell is not None:
