@@ -251,9 +251,12 @@ def test_timestamps_of_bags(pair: Pair) -> None:
         before = time.monotonic_ns()
         pair.write({"timestamp_ns": now})
         assert before <= pair.looker.inputs.read_with_timestamp("video")[1] <= time.monotonic_ns()
+    unread = Pair(read=False)
     for wrong in (True, 1.5, "then", 1 << 63):
-        with pytest.raises(TypeError, match="timestamp_ns is nanoseconds, an integer of 64 bits"):
-            pair.write({}, timestamp_ns=wrong)
+        for each in (pair, unread):  # a mistake is not one only while somebody looks
+            with pytest.raises(TypeError, match="timestamp_ns is nanoseconds, an integer of 64 bits"):
+                each.write({}, timestamp_ns=wrong)
+    unread.close()
 
 
 @pytest.mark.parametrize("wrong", [0, -1, True, 1.0, "640", 1 << 20, None])

@@ -293,16 +293,18 @@ class Outputs:
         port = self._port(port)
         if not isinstance(bag, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f'a bag is a mapping with string keys, not {type(bag).__name__} (written to "{port}")')
+        stamp = None if timestamp_ns is None else _timestamp(timestamp_ns)
+        if stamp is None and timestamp_ns is not None:
+            raise TypeError(
+                f'timestamp_ns is nanoseconds, an integer of 64 bits, not {timestamp_ns!r} (written to "{port}")'
+            )
         surface_id = bag.get("surface_id")
         buffer = self._links.pictures.own(surface_id) if isinstance(surface_id, str) else None
         output = self._links.open_outputs.get(port)
         # Nothing is encoded for nobody.
         if output is not None and output.readers > 0:
-            stamp = _timestamp(bag.get("timestamp_ns") if timestamp_ns is None else timestamp_ns)
-            if stamp is None and timestamp_ns is not None:
-                raise TypeError(
-                    f'timestamp_ns is nanoseconds, an integer of 64 bits, not {timestamp_ns!r} (written to "{port}")'
-                )
+            if stamp is None:
+                stamp = _timestamp(bag.get("timestamp_ns"))
             self._publish(port, output, bag, surface_id, buffer, monotonic_now_ns() if stamp is None else stamp)
         if buffer is not None:
             self._links.pictures.written(buffer)
