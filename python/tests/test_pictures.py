@@ -210,6 +210,20 @@ def test_a_picture_is_written_again(pair: Pair) -> None:
     assert card.as_numpy().min() == card.as_numpy().max() == 200
 
 
+def test_a_part_that_was_kept_draws_in_no_other_picture(pair: Pair) -> None:
+    card = pair.make(5)
+    red = card.as_numpy()[..., 0]
+    pair.write(bag_of(card))
+    assert pair.value() == 5
+    del card
+    for value in range(100):
+        drawn = pair.make(value)
+        red[:] = 222
+        pair.write(bag_of(drawn))
+        red[:] = 223
+        assert pair.value() == value
+
+
 @pytest.mark.parametrize("read", [True, False])
 def test_pictures_that_are_not_written_go(read: bool) -> None:
     pair = Pair(read)
