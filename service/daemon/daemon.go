@@ -195,10 +195,14 @@ func run() error {
 	err = wait(ctx, signals, served, service, rt)
 	_ = service.Stopping("stopping")
 	slog.Info("tatolabd stops", logstore.ID(logstore.RuntimeStopping))
-	// A second signal ends what takes too long.
+	// A second signal ends what takes too long; but not SIGHUP, which a terminal that
+	// is closed sends twice.
 	go func() {
-		<-signals
-		os.Exit(128 + int(unix.SIGTERM))
+		for s := range signals {
+			if s != unix.SIGHUP {
+				os.Exit(128 + int(unix.SIGTERM))
+			}
+		}
 	}()
 	rt.Close()
 	drain, stop := context.WithTimeout(context.Background(), drainLimit)

@@ -187,7 +187,7 @@ func (b *Book) Link(id uint64, source Output, l *api.GraphLink) {
 	latency := f.Latency.Since(before.figures.Latency)
 	l.LatencyP50MS = milliseconds(latency.Quantile(0.50))
 	l.LatencyP99MS = milliseconds(latency.Quantile(0.99))
-	if unread := f.Sent - min(f.Received+f.Dropped, f.Sent); unread > 0 || f.Dropped > 0 {
+	if unread := f.Sent - min(f.Received+f.Dropped, f.Sent); unread > 0 {
 		idle := min(time.Duration(datapath.Now()-f.LastRead), now.Sub(p.added)).Truncate(time.Second)
 		if idle >= idleAfter {
 			l.Reason = fmt.Sprintf("nothing was read for %s: does its callback return?", idle)

@@ -12,6 +12,7 @@ import (
 
 	"tatolab.com/tatolab/service/api"
 	"tatolab.com/tatolab/service/logstore"
+	"tatolab.com/tatolab/service/project"
 	"tatolab.com/tatolab/service/reconcile"
 )
 
@@ -49,6 +50,11 @@ type Attachment struct {
 // or a missing .venv, which no save mends, does not.
 func (r *Runtime) Attach(ctx context.Context, req api.Load) (*Attachment, error) {
 	a := &Attachment{r: r, lease: rand.Text(), req: req, events: make(chan api.Event, eventQueue)}
+	if _, err := project.Resolve(req); err != nil {
+		if code := api.AsError(err).Code; code == api.BadRequest || code == api.InvalidName {
+			return nil, err // of the request itself, which no save mends
+		}
+	}
 	_, err := a.load(ctx)
 	switch {
 	case err != nil && (!req.Wait || !mendable(err)):
@@ -130,6 +136,9 @@ func (a *Attachment) load(ctx context.Context) (*api.Reload, error) {
 		r.attachedCode.Release(c.Snapshot)
 		if first {
 			r.drop(e, "")
+			r.mu.Lock()
+			a.entry = nil // the next save loads it as the first did
+			r.mu.Unlock()
 		}
 		e.op.Unlock()
 		return nil, err

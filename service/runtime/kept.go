@@ -22,6 +22,9 @@ const (
 	loadAtOnce = 8
 	// suspectLimit is how long a stream under suspicion has to itself.
 	suspectLimit = 10 * time.Second
+	// diskLimit is how long the disk that a project is on may take to say that it is
+	// there.
+	diskLimit = 5 * time.Second
 	// crashesToFail: a stream involved in so many crashes of the runtime in a
 	// row is not loaded any more.
 	crashesToFail = 2
@@ -137,16 +140,12 @@ func (r *Runtime) Load(ctx context.Context) {
 	var all sync.WaitGroup
 	slots := make(chan struct{}, loadAtOnce)
 	for _, e := range first {
-		all.Go(func() {
-			slots <- struct{}{}
-			defer func() { <-slots }()
-			r.loadKept(e)
-		})
+		all.Go(func() { r.loadKept(e, slots) })
 	}
 	all.Wait()
 	for _, e := range suspects {
 		r.log.Warn("loading by itself a stream that may have crashed the runtime", "stream", e.name)
-		r.loadKept(e)
+		r.loadKept(e, slots)
 		r.mu.Lock()
 		run := e.run
 		r.mu.Unlock()
@@ -155,18 +154,33 @@ func (r *Runtime) Load(ctx context.Context) {
 	r.collect()
 }
 
-// loadKept loads a kept stream if it is still to run.
-func (r *Runtime) loadKept(e *entry) {
-	e.op.Lock()
-	defer e.op.Unlock()
+// waiting returns the record of a kept stream that is still to be loaded, or nil.
+func (r *Runtime) waiting(e *entry) *record.Record {
 	r.mu.Lock()
-	rec, idle := e.rec, e.run == nil && !r.closing && !e.gone && e.state() == api.Kept
-	r.mu.Unlock()
-	if !idle {
+	defer r.mu.Unlock()
+	if e.run != nil || r.closing || e.gone || e.state() != api.Kept {
+		return nil
+	}
+	return e.rec
+}
+
+// loadKept loads a kept stream if it is still to run, when there is a slot. Its disk
+// may come late: nobody else waits for it.
+func (r *Runtime) loadKept(e *entry, slots chan struct{}) {
+	rec := r.waiting(e)
+	if rec == nil {
 		return
 	}
-	if err := r.loadable(rec); err != nil {
-		r.fail(e, err.Error())
+	unloadable := r.loadable(r.ending, rec)
+	slots <- struct{}{}
+	defer func() { <-slots }()
+	e.op.Lock()
+	defer e.op.Unlock()
+	if rec = r.waiting(e); rec == nil { // with what was ruled meanwhile
+		return
+	}
+	if unloadable != nil {
+		r.fail(e, unloadable.Error())
 		return
 	}
 	if _, err := r.apply(e, r.recorded(rec)); err != nil {
@@ -176,8 +190,31 @@ func (r *Runtime) loadKept(e *entry) {
 	r.publish(Change{Changed, e.name})
 }
 
-// loadable says why a recorded stream cannot be loaded at all.
-func (r *Runtime) loadable(rec *record.Record) error {
+// loadable says why a recorded stream cannot be loaded at all. A disk that does not
+// answer holds it up until ctx, made of r.ending, is done.
+func (r *Runtime) loadable(ctx context.Context, rec *record.Record) error {
+	found := make(chan error, 1)
+	go func() { found <- r.there(rec) }()
+	select {
+	case err := <-found:
+		return err
+	case <-ctx.Done():
+	}
+	if r.ending.Err() != nil {
+		return api.Errorf(api.ShuttingDown, "the runtime is stopping")
+	}
+	return api.Errorf(api.Unloadable, "its project %s has not answered for %s: see to the disk or server that it lies on", rec.Project, diskLimit)
+}
+
+// loadableNow is loadable for who holds op, which whoever stops the stream waits for.
+func (r *Runtime) loadableNow(rec *record.Record) error {
+	ctx, cancel := context.WithTimeout(r.ending, diskLimit)
+	defer cancel()
+	return r.loadable(ctx, rec)
+}
+
+// there says what of a recorded stream is not on disk.
+func (r *Runtime) there(rec *record.Record) error {
 	if _, err := os.Stat(rec.Project); err != nil {
 		return api.Errorf(api.Unloadable, "its project is not there: %v", err)
 	}
@@ -316,7 +353,7 @@ func (r *Runtime) start(e *entry) (*api.Done, error) {
 	if rec == nil {
 		return nil, api.Errorf(api.Unloadable, "cannot start %s: %s", e.name, e.broken).WithHint("%s", mendBroken(e))
 	}
-	if err := r.loadable(rec); err != nil {
+	if err := r.loadableNow(rec); err != nil {
 		if state == api.Failed {
 			r.note(e, func(rec *record.Record) { rec.Failed = err.Error() })
 			r.publish(Change{Changed, e.name})
@@ -361,7 +398,7 @@ func (r *Runtime) Restart(ctx context.Context, name string) (*api.Done, error) {
 		return r.start(e)
 	}
 	if e.rec != nil {
-		if err := r.loadable(e.rec); err != nil {
+		if err := r.loadableNow(e.rec); err != nil {
 			release()
 			return nil, api.Errorf(api.AsError(err).Code, "cannot restart %s, which runs on: %v", name, err)
 		}
@@ -423,7 +460,8 @@ func (r *Runtime) Expose(ctx context.Context, name string, end graph.End, level 
 		return nil, api.Errorf(api.Unloadable, "cannot expose an output of %s: %s", name, e.broken)
 	}
 	class, ok := classes[end.Node]
-	if !ok || !slices.Contains(class.Outputs, end.Port) {
+	// A ruling outlives its node (run -d of another version), and can still be taken back.
+	if !(ok && slices.Contains(class.Outputs, end.Port)) && !(level == "" && e.ruledOn(end)) {
 		return nil, noSuchPort(name, end, g, classes)
 	}
 	if e.att != nil {
@@ -455,6 +493,15 @@ func (r *Runtime) Expose(ctx context.Context, name string, end graph.End, level 
 	r.board.Expose(name, end, level)
 	r.publish(Change{Changed, name})
 	return r.done(e, fmt.Sprintf("%s/%s is %s", name, end, level)), nil
+}
+
+// ruledOn tells whether `expose` ruled on an output. The entry's op is held.
+func (e *entry) ruledOn(end graph.End) bool {
+	rulings := e.rulings
+	if e.rec != nil {
+		rulings = e.rec.Rulings
+	}
+	return slices.ContainsFunc(rulings, func(x graph.Exposure) bool { return x.Node == end.Node && x.Port == end.Port })
 }
 
 // ruled returns rulings with that of one output replaced; level "" takes it out.

@@ -529,7 +529,7 @@ func (b *Board) Exposed(name string) []graph.Exposure {
 	exposed := []graph.Exposure{}
 	if s := b.streams[name]; s != nil {
 		for end, level := range s.exposed {
-			if level != graph.Internal {
+			if level != graph.Internal && slices.Contains(s.classes[end.Node].Outputs, end.Port) {
 				exposed = append(exposed, graph.Exposure{Node: end.Node, Port: end.Port, Level: level})
 			}
 		}
